@@ -40,7 +40,7 @@ class QuantizedLinears:
     ) -> Linear | None:
         """Of weights stacked along their rows; None if none of them is stored quantized. Those of
         one format are one product."""
-        found = [self.quantized.find(r.name, r.shape, r.rows, r.columns) for r in requests]
+        found = [self.quantized.find(request) for request in requests]
         if not any(found):
             return None
         parts = [part or self._whole(r) for part, r in zip(found, requests, strict=True)]
@@ -61,7 +61,7 @@ class QuantizedLinears:
 
     def _whole(self, request: WeightRequest) -> WeightPart:
         read = partial(self.whole.read, request.name, request.shape, request.rows, request.columns)
-        return WeightPart(request.share, read)
+        return WeightPart(request.own_shape, read)
 
 
 def _stacked(parts: Sequence[WeightPart]) -> Tensor | QuantizedWeight:

@@ -53,9 +53,16 @@ class WeightRequest:
     columns: range | None = None
 
     @property
-    def share(self) -> tuple[int, int]:
-        rows, columns = self.rows or range(self.shape[0]), self.columns or range(self.shape[1])
-        return len(rows), len(columns)
+    def own_rows(self) -> range:
+        return range(self.shape[0]) if self.rows is None else self.rows
+
+    @property
+    def own_columns(self) -> range:
+        return range(self.shape[1]) if self.columns is None else self.columns
+
+    @property
+    def own_shape(self) -> tuple[int, int]:
+        return len(self.own_rows), len(self.own_columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +85,14 @@ class WeightPart:
 
 
 class QuantizedSource(Protocol):
-    """The weights of a quantized checkpoint, named and sliced as by `WeightSource`."""
+    """The weights of a quantized checkpoint."""
 
     @property
     def kind(self) -> str:
         """As in `target.quantization`."""
         ...
 
-    def find(
-        self,
-        name: str,
-        shape: tuple[int, int],
-        rows: range | None = None,
-        columns: range | None = None,
-    ) -> WeightPart | None:
+    def find(self, request: WeightRequest) -> WeightPart | None:
         """None if this weight is whole. A slice that cuts through a block is a `ModelError`."""
         ...
 
@@ -106,14 +107,8 @@ class StoredPart:
 
 
 class StoredSource(Protocol):
-    """Weights in the format a checkpoint stores them, named and sliced as by `WeightSource`."""
+    """Weights in the format a checkpoint stores them."""
 
-    def find(
-        self,
-        name: str,
-        shape: tuple[int, int],
-        rows: range | None = None,
-        columns: range | None = None,
-    ) -> StoredPart | None:
+    def find(self, request: WeightRequest) -> StoredPart | None:
         """None if kernels do not support the format, or the slice cuts through a block."""
         ...

@@ -90,7 +90,7 @@ class StoredParts:
         return self.kernels.table(self._packed(request.name, part.kind, [part]))
 
     def _find(self, request: WeightRequest) -> StoredPart | None:
-        part = self.source.find(request.name, request.shape, request.rows, request.columns)
+        part = self.source.find(request)
         return part if part is not None and self.kernels.gains_by(part.kind) else None
 
     def _packed(self, name: str, kind: str, parts: list[StoredPart]) -> Packed:

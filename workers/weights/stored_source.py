@@ -8,7 +8,7 @@ import torch
 
 from outrider.errors import ModelError
 from outrider.kernels.stored import KINDS, StoredWeight
-from outrider.workers.models.source import StoredPart
+from outrider.workers.models.source import StoredPart, WeightRequest
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
 _HALVES = ("BF16", "F16")  # also their safetensors names
@@ -22,17 +22,11 @@ class StoredFolder:
         self._weights = weights
         self._files = weights.forms
 
-    def find(
-        self,
-        name: str,
-        shape: tuple[int, int],
-        rows: range | None = None,
-        columns: range | None = None,
-    ) -> StoredPart | None:
-        rows, columns = rows or range(shape[0]), columns or range(shape[1])
-        if name in self._files.kinds:
-            return self._blocks(name, shape, rows, columns)
-        return self._halves(name, shape, rows, columns)
+    def find(self, request: WeightRequest) -> StoredPart | None:
+        share = request.shape, request.own_rows, request.own_columns
+        if request.name in self._files.kinds:
+            return self._blocks(request.name, *share)
+        return self._halves(request.name, *share)
 
     def _halves(
         self, name: str, shape: tuple[int, int], rows: range, columns: range

@@ -18,6 +18,7 @@ from outrider.kernels.stored import KINDS, StoredWeight
 from outrider.workers.device import place
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.shard import Partition, Shard
+from outrider.workers.models.source import WeightRequest
 from outrider.workers.weights import packed_cache as packed_cache_module
 from outrider.workers.weights.checkpoint import converted_folder
 from outrider.workers.weights.loader import load_model
@@ -147,12 +148,12 @@ def test_shares_together_are_the_whole(tmp_path: Path) -> None:
     folder = converted_folder(tmp_path / "model.gguf")
     stored = StoredFolder(folder, SafetensorsSource(folder, torch.float32, CPU))
     name, shape = "model.layers.0.mlp.down_proj.weight", (256, 512)
-    whole = stored.find(name, shape)
+    whole = stored.find(WeightRequest(name, shape))
     assert whole is not None
     parts = []
     for rank in range(2):
         columns = Partition.of(spec, Shard(rank, 2)).intermediate
-        part = stored.find(name, shape, columns=columns)
+        part = stored.find(WeightRequest(name, shape, columns=columns))
         assert part is not None
         parts.append(part.read().blocks)
     assert torch.equal(torch.cat(parts, dim=1), whole.read().blocks)

@@ -17,6 +17,7 @@ from gguf_files import close, gguf_name, header
 from safetensors.torch import save_file
 
 from outrider.errors import ModelError
+from outrider.workers.models.source import WeightRequest
 from outrider.workers.weights.gguf_config import hf_config
 from outrider.workers.weights.gguf_convert import convert
 from outrider.workers.weights.safetensors_files import StoredFiles
@@ -115,7 +116,7 @@ def stored_folder(folder: Path, index: Any, dtype: torch.dtype = torch.uint8) ->
 
 def find(folder: Path) -> None:
     source = SafetensorsSource(folder, torch.float32, torch.device("cpu"))
-    StoredFolder(folder, source).find("w", (4, 32))
+    StoredFolder(folder, source).find(WeightRequest("w", (4, 32)))
 
 
 FILE = {"w": "stored-00001.safetensors"}

@@ -13,8 +13,8 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.kernels.grouped import BLOCK_LEN
 from outrider.kernels.quantized import QuantizedWeight
-from outrider.workers.models.source import WeightPart
-from outrider.workers.weights.formats.layer_tensors import LayerTensors, Share
+from outrider.workers.models.source import WeightPart, WeightRequest
+from outrider.workers.weights.formats.layer_tensors import LayerTensors
 from outrider.workers.weights.formats.schemes import IntScheme, WordLayout
 
 _WORD = 32  # bits
@@ -31,22 +31,22 @@ class _Groups:
     order: Tensor | None  # int64 [in]
 
 
-def read_part(layer: LayerTensors, share: Share, scheme: IntScheme) -> WeightPart:
+def read_part(layer: LayerTensors, share: WeightRequest, scheme: IntScheme) -> WeightPart:
     """Where groups are in an order of their own the weight is dequantized here."""
     groups = _READERS[scheme.layout](layer, share.shape, scheme)
-    rows = slice(share.rows.start, share.rows.stop)
+    rows = slice(share.own_rows.start, share.own_rows.stop)
     scales, zeros = groups.scales[rows], None if groups.zeros is None else groups.zeros[rows]
     source = layer.weights
     if groups.order is not None:
-        order = groups.order[share.columns.start : share.columns.stop]
+        order = groups.order[share.own_columns.start : share.own_columns.stop]
 
         def read_ordered() -> Tensor:
             own_zeros = None if zeros is None else zeros[:, order]
             values = _less_zero(_numbers(layer, share, scheme), own_zeros, 1, scheme)
             return (values * scales[:, order]).to(device=source.device, dtype=source.dtype)
 
-        return WeightPart(share.size, read_ordered)
-    own, length = share.groups(scheme.group_len or share.shape[1])
+        return WeightPart(share.own_shape, read_ordered)
+    own, length = _groups_of(share.own_columns, scheme.group_len or share.shape[1])
     scales, zeros = scales[:, own].contiguous(), None if zeros is None else zeros[:, own]
     group_len = length if len(own) > 1 else 0
 
@@ -57,14 +57,24 @@ def read_part(layer: LayerTensors, share: Share, scheme: IntScheme) -> WeightPar
         return QuantizedWeight(*moved, source.dtype, group_len)
 
     kind = _block_kind(share, scales, zeros, length, scheme)
-    return WeightPart(share.size, read, True, group_len, stored_kind=kind)
+    return WeightPart(share.own_shape, read, True, group_len, stored_kind=kind)
+
+
+def _groups_of(columns: range, group_len: int) -> tuple[Tensor, int]:
+    """The groups that these inputs take, and how many inputs take each. Where a rank's inputs begin
+    inside of a group, its groups are smaller."""
+    first, last = columns.start // group_len, (columns.stop - 1) // group_len
+    if first == last:
+        return torch.tensor([first]), len(columns)
+    length = math.gcd(group_len, columns.start)
+    return torch.arange(columns.start, columns.stop, length) // group_len, length
 
 
 def _block_kind(
-    share: Share, scales: Tensor, zeros: Tensor | None, length: int, scheme: IntScheme
+    share: WeightRequest, scales: Tensor, zeros: Tensor | None, length: int, scheme: IntScheme
 ) -> str | None:
     """The GGUF format that holds just these weights, if there is one."""
-    width = len(share.columns)
+    width = len(share.own_columns)
     is_whole = width % BLOCK_LEN == 0 and (length % BLOCK_LEN == 0 or length >= width)
     if not is_whole or not torch.equal(scales.half().float(), scales):
         return None
@@ -85,14 +95,14 @@ def _less_zero(numbers: Tensor, zeros: Tensor | None, length: int, scheme: IntSc
     return values.to(torch.int8) if fits else values
 
 
-def _numbers(layer: LayerTensors, share: Share, scheme: IntScheme) -> Tensor:
+def _numbers(layer: LayerTensors, share: WeightRequest, scheme: IntScheme) -> Tensor:
     """uint8 [rows, columns], as they are packed."""
     width, bits = share.shape[1], scheme.bits
-    columns = slice(share.columns.start, share.columns.stop)
+    columns = slice(share.own_columns.start, share.own_columns.stop)
     if scheme.layout is WordLayout.COMPRESSED:
-        words = layer.slice("weight_packed", share.rows, range(math.ceil(width * bits / _WORD)))
+        words = layer.slice("weight_packed", share.own_rows, range(math.ceil(width * bits / _WORD)))
         return unpacked(words, bits)[:, columns]
-    rows = slice(share.rows.start, share.rows.stop)
+    rows = slice(share.own_rows.start, share.own_rows.stop)
     words = layer.weights.read_stored(f"{layer.module}.qweight")
     if scheme.layout is WordLayout.AWQ:
         return _in_order(unpacked(words[columns], bits))[:, rows].t()

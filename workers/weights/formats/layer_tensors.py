@@ -1,8 +1,7 @@
-"""The tensors of one quantized layer, and the share of it that a rank reads."""
+"""The tensors of one quantized layer, checked as they are read."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -12,28 +11,6 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.workers.weights.safetensors_files import WHOLE, damaged
 from outrider.workers.weights.safetensors_source import SafetensorsSource
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Rows and columns of a weight of `shape`, [out, in]."""
-
-    shape: tuple[int, int]
-    rows: range
-    columns: range
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return len(self.rows), len(self.columns)
-
-    def groups(self, group_len: int) -> tuple[Tensor, int]:
-        """Of groups of inputs: those that the columns take, and how many columns take each. Where
-        the share begins inside of a group, its groups are smaller."""
-        first, last = self.columns.start // group_len, (self.columns.stop - 1) // group_len
-        if first == last:
-            return torch.tensor([first]), len(self.columns)
-        length = math.gcd(group_len, self.columns.start)
-        return torch.arange(self.columns.start, self.columns.stop, length) // group_len, length
 
 
 @dataclass(frozen=True, slots=True)

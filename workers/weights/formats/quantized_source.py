@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from outrider.workers.models.source import WeightPart
+from outrider.workers.models.source import WeightPart, WeightRequest
 from outrider.workers.weights.formats import fp8_reader, int_reader
-from outrider.workers.weights.formats.layer_tensors import LayerTensors, Share
+from outrider.workers.weights.formats.layer_tensors import LayerTensors
 from outrider.workers.weights.formats.schemes import (
     PACKED_TENSORS,
     STORED_FP8,
@@ -31,23 +31,16 @@ class QuantizedFolder:
     def kind(self) -> str:
         return self._schemes.kind
 
-    def find(
-        self,
-        name: str,
-        shape: tuple[int, int],
-        rows: range | None = None,
-        columns: range | None = None,
-    ) -> WeightPart | None:
-        layer, found = self._layer(name)
+    def find(self, request: WeightRequest) -> WeightPart | None:
+        layer, found = self._layer(request.name)
         scheme = self._schemes.of(layer.module, found is not None)
         if scheme is None:
             return None
         if found != _tensor_of(scheme):
             raise contradiction(layer.module, found is not None)
-        share = Share(shape, rows or range(shape[0]), columns or range(shape[1]))
         if isinstance(scheme, Fp8Scheme):
-            return fp8_reader.read_part(layer, share, scheme)
-        return int_reader.read_part(layer, share, scheme)
+            return fp8_reader.read_part(layer, request, scheme)
+        return int_reader.read_part(layer, request, scheme)
 
     def _layer(self, name: str) -> tuple[LayerTensors, str | None]:
         """The layer, and the tensor that holds its quantized weight, if one does."""
